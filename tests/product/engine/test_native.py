@@ -1,7 +1,6 @@
 """The native decoder against the general path and the naive reference."""
 
 import gc
-import math
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 
@@ -108,7 +107,7 @@ def test_several_tokens_at_once_equal_the_general_path(kv_policy):
 
 def kernel_runs_prompts(monkeypatch):
     """Wherever torch is the faster, too."""
-    monkeypatch.setattr(NativeDecoder, "most_lanes", math.inf)
+    monkeypatch.setattr(NativeDecoder, "most_lanes", decoder.ANY_NUMBER)
 
 
 @every_family
@@ -269,6 +268,43 @@ def test_heads_that_are_attended_at_once_are_as_near_to_float32(rows, kv_policy)
     ]
     rounded, made = ((logits - results[0]).abs().max() for logits in results[1:])
     assert 0 < made <= 1.5 * rounded
+
+
+LONG = 3 * 128 - 100  # more slots than are attended at once, and a part that is not full
+
+
+@every_kv_policy
+@pytest.mark.parametrize("window", [None, 140])
+@pytest.mark.parametrize("rows", [1, 9])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_long_context_is_as_near_to_float32(rows, window, dtype, kv_policy):
+    options = {"policy": "static:1,3", "kv_policy": kv_policy, "window": window}
+    native, general = wide_twins(dtype, **options)
+    exact = general if dtype == torch.float32 else list(wide_twins(torch.float32, **options))[1]
+    arguments = random_ids(rows, LONG), torch.ones(rows, LONG), random_ids(rows, 3, seed=2)
+    expected, rounded, made = (
+        decode(buddy, *arguments, budget="4 blocks")[0].float()
+        for buddy in (exact, general, native)
+    )
+    if dtype == torch.float32:
+        assert_close(made, expected, **TOLERANCE)
+    else:
+        assert 0 < (made - expected).abs().max() <= 1.5 * (rounded - expected).abs().max()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_numbers_of_a_long_context_depend_on_neither_threads_nor_company(dtype):
+    native, _ = wide_twins(dtype, policy="static:1,3")
+    native.executor.fast_path()
+    ids, continuation = random_ids(9, LONG), random_ids(9, 3, seed=2)
+    found = []
+    for threads, rows in ((1, 1), (2, 1), (3, 1), (3, 2), (2, 9)):
+        native.executor._made = NativeDecoder(native.backbone, threads)
+        mask = torch.ones(rows, LONG)
+        logits, _, _ = decode(native, ids[:rows], mask, continuation[:rows], budget="4 blocks")
+        found.append(logits[0])
+    for logits in found[1:]:
+        assert torch.equal(logits, found[0])
 
 
 @every_kv_policy

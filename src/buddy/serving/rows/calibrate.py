@@ -6,7 +6,6 @@
 import hashlib
 import json
 import logging
-import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +21,7 @@ from buddy import __version__
 from buddy.budget.blocks import least_blocks
 from buddy.budget.source import ConstantBudget
 from buddy.engine.clock import wait_for
+from buddy.engine.executors.native.decoder import ANY_NUMBER
 from buddy.engine.feed import Feed
 from buddy.engine.run import run_step
 from buddy.engine.state.sequence import SequenceState
@@ -259,8 +259,8 @@ def plain_lanes(model: "InferenceModel") -> int:
 
     Where it takes prompts of any length, their products are its own, and longer ones cost less.
     """
-    most: float = getattr(model.executor.fast_path(), "most_lanes", 0)
-    return 0 if math.isinf(most) else int(most)
+    most: int = getattr(model.executor.fast_path(), "most_lanes", 0)
+    return 0 if most == ANY_NUMBER else most
 
 
 def cost_of(

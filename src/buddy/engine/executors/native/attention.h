@@ -1,558 +1,206 @@
-/* Attention of lanes over the cache: one query head, those that share a key head, or prompts by tiles. */
+/* Attention of lanes over the cache.
+ *
+ * The slots that a lane sees are attended in parts: what a part gives, its largest score, the sum of its
+ * weights and its weighed values, is added to that of the parts before. So keys and values are read once
+ * for all query heads that share them, the parts of few long rows are shared out among the threads, and
+ * numbers depend neither on how many threads there are nor on other lanes.
+ */
 
 #ifndef BUDDY_ATTENTION_H
 #define BUDDY_ATTENTION_H
 
-#include "run.h"
+#include "prompts.h"
 
-/* What a lane may see of one key head: slots before `slots`, but for those hidden and those too old. */
-typedef struct {
-    size_t base;          /* of the cache's keys and values */
-    const uint8_t *hides; /* by slot, or NULL */
-    int slots, oldest;
-} Sight;
-
-static Sight sight_of(const Run *run, int block, int lane, int kv_head)
+/* Of `count` values. */
+static void begin_state(float *state, int count)
 {
-    const Cache *cache = run->cache;
-    int row = row_of(run->step, lane), slots = slot_of(run->step, lane) + 1;
-    int window = run->model->blocks[block].window;
-    const uint8_t *hides = cache->hidden_slots == NULL ? NULL : cache->hidden_slots[block];
-    return (Sight){
-        .base = cache_at(run, row, kv_head, 0),
-        .hides = hides == NULL ? NULL : hides + (size_t)row * cache->capacity,
-        .slots = slots,
-        .oldest = window > 0 ? slots - window : 0,
-    };
+    memset(state, 0, sizeof(float) * state_floats(count));
+    state[0] = -INFINITY;
 }
 
-/* Scores to weights, in place; one over their sum. */
-static float weigh(const Sight *sight, float scaling, float *restrict weights)
+/* Add what a part gave: the largest score, the sum of the weights, and the weighed values. */
+static __attribute__((noinline)) void add_part(
+    float *restrict state, const float *restrict part, int count, float scaling)
 {
-    int slots = sight->slots;
-    if (sight->hides != NULL || sight->oldest > 0)
-        for (int slot = 0; slot < slots - 1; slot++)
-            if ((sight->hides != NULL && sight->hides[slot]) || slot < sight->oldest)
-                weights[slot] = -INFINITY;
-    float most = -INFINITY, sum = 0;
-    for (int slot = 0; slot < slots; slot++)
-        most = weights[slot] > most ? weights[slot] : most;
-    for (int slot = 0; slot < slots; slot++) {
-        float x = (weights[slot] - most) * scaling;
-        weights[slot] = x < -87.0f ? 0.0f : exp_of(x);
-        sum += weights[slot];
-    }
-    return 1.0f / sum;
+    float most = part[0] > state[0] ? part[0] : state[0];
+    float before = state[0] == -INFINITY ? 0.0f : exp_of((state[0] - most) * scaling);
+    float now = part[0] == -INFINITY ? 0.0f : exp_of((part[0] - most) * scaling);
+    state[0] = most;
+    for (size_t i = 1; i < state_floats(count); i++)
+        state[i] = state[i] * before + part[i] * now;
 }
 
-/* One query head. */
-static void attend_alone(
-    const Model *model, const void *all_keys, const void *all_values, const Sight *sight,
-    const float *query, float *restrict weights, float *restrict out)
+static void end_state(const Run *run, const float *state, int lane, int head)
 {
-    int count = model->head_size, slots = sight->slots;
-    if (model->is_bf16) {
-        const bf16 *keys = (const bf16 *)all_keys + sight->base;
-        for (int slot = 0; slot < slots; slot++)
-            weights[slot] = dot_bf16(keys + (size_t)slot * count, query, count);
-    } else {
-        const float *keys = (const float *)all_keys + sight->base;
-        for (int slot = 0; slot < slots; slot++)
-            weights[slot] = dot_float(keys + (size_t)slot * count, query, count);
-    }
-    float scale = weigh(sight, model->scaling, weights);
-    float total[count];
-    memset(total, 0, sizeof total);
-    if (model->is_bf16) {
-        const bf16 *values = (const bf16 *)all_values + sight->base;
-        for (int slot = 0; slot < slots; slot++)
-            for (int i = 0; i < count; i++)
-                total[i] += weights[slot] * widen(values[(size_t)slot * count + i]);
-    } else {
-        const float *values = (const float *)all_values + sight->base;
-        for (int slot = 0; slot < slots; slot++)
-            for (int i = 0; i < count; i++)
-                total[i] += weights[slot] * values[(size_t)slot * count + i];
-    }
+    int count = run->model->head_size;
+    size_t at = ((size_t)lane * run->model->heads + head) * count;
+    float *out = run->attended + at, scale = 1.0f / state[1];
     for (int i = 0; i < count; i++)
-        out[i] = total[i] * scale;
+        out[i] = state[2 + i] * scale;
+    narrow_for_products(run->model, out, run->attended_narrow + at, count);
 }
 
-#if HAS_BF16_DOT
-/* Scores of queries, in bfloat16 as the keys are. A few keys meet all queries before the next ones. */
-static void score(
-    const bf16 *keys, const bf16 *queries, int count, int slots, int together,
-    float *restrict scores, size_t stride)
-{
-    for (int slot = 0; slot < slots; slot += SUMS) {
-        int here = slots - slot < SUMS ? slots - slot : SUMS;
-        for (int n = 0; n < together; n++) {
-            const bf16 *query = queries + n * count;
-            __m512 sums[SUMS];
-            for (int i = 0; i < SUMS; i++)
-                sums[i] = _mm512_setzero_ps();
-            for (int i = 0; i < here; i++) {
-                const bf16 *key = keys + (size_t)(slot + i) * count;
-                for (int at = 0; at < count; at += 32) {
-                    if (n == 0)
-                        _mm_prefetch((const char *)(key + at) + BYTES_AHEAD / 2, _MM_HINT_T0);
-                    sums[i] = _mm512_dpbf16_ps(sums[i], (__m512bh)_mm512_loadu_si512(key + at),
-                                               (__m512bh)_mm512_loadu_si512(query + at));
-                }
-            }
-            float out[SUMS];
-            add_up(sums, out);
-            memcpy(scores + n * stride + slot, out, here * sizeof(float));
-        }
-    }
-}
+/* Query heads of one lane that share a key head, as they meet keys. */
+typedef struct {
+    Vector vectors[MOST_TOGETHER];
+    Sight sight;
+    Matrix keys, values; /* of the slots that may be seen */
+    int together;
+} Asked;
 
-/* Weighed sums of the values for `together` heads, 32 columns or 64 at once: a value is read and
- * widened once for all. */
-static inline __attribute__((always_inline)) void mix(
-    const bf16 *values, int count, int slots, const float *weights, size_t stride, int together,
-    int vectors, const float *scales, float *out)
-{
-    const __m512i high = _mm512_set1_epi32((int)0xffff0000u);
-    for (int at = 0; at < count; at += 32 * vectors) {
-        __m512 even[vectors * together], odd[vectors * together];
-        for (int n = 0; n < vectors * together; n++)
-            even[n] = odd[n] = _mm512_setzero_ps();
-        for (int slot = 0; slot < slots; slot++) {
-            const bf16 *value = values + (size_t)slot * count + at;
-            for (int v = 0; v < vectors; v++) {
-                _mm_prefetch((const char *)(value + 32 * v) + BYTES_AHEAD / 2, _MM_HINT_T0);
-                __m512i pair = _mm512_loadu_si512(value + 32 * v);
-                __m512 first = _mm512_castsi512_ps(_mm512_slli_epi32(pair, 16));
-                __m512 second = _mm512_castsi512_ps(_mm512_and_si512(pair, high));
-                for (int n = 0; n < together; n++) {
-                    __m512 weight = _mm512_set1_ps(weights[n * stride + slot]);
-                    int to = n * vectors + v;
-                    even[to] = _mm512_fmadd_ps(weight, first, even[to]);
-                    odd[to] = _mm512_fmadd_ps(weight, second, odd[to]);
-                }
-            }
-        }
-        for (int n = 0; n < together; n++)
-            for (int v = 0; v < vectors; v++) {
-                float a[16], b[16], *to = out + n * count + at + 32 * v;
-                _mm512_storeu_ps(a, even[n * vectors + v]);
-                _mm512_storeu_ps(b, odd[n * vectors + v]);
-                for (int i = 0; i < 16; i++) {
-                    to[2 * i] = a[i] * scales[n];
-                    to[2 * i + 1] = b[i] * scales[n];
-                }
-            }
-    }
-}
-
-/* Query heads that share a key head. */
-static void attend_together(
-    const Model *model, const bf16 *keys, const bf16 *values, const Sight *sight,
-    const float *queries, int together, float *weights, size_t stride, float *out)
-{
-    int count = model->head_size, is_wide = count % 64 == 0;
-    float scales[MOST_TOGETHER];
-    bf16 narrowed[together * count];
-    narrow_all(queries, narrowed, together * count);
-    score(keys, narrowed, count, sight->slots, together, weights, stride);
-    for (int n = 0; n < together; n++)
-        scales[n] = weigh(sight, model->scaling, weights + n * stride);
-    switch (together) {
-#define MIX(N)                                                                                     \
-    case N: /* as many sums as there are registers for */                                          \
-        if (is_wide && N <= 6)                                                                     \
-            mix(values, count, sight->slots, weights, stride, N, 2, scales, out);                  \
-        else                                                                                       \
-            mix(values, count, sight->slots, weights, stride, N, 1, scales, out);                  \
-        break;
-        MIX(1) MIX(2) MIX(3) MIX(4) MIX(5) MIX(6) MIX(7) MIX(8)
-#undef MIX
-    }
-}
-#endif
-
-#if !HAS_BF16_DOT
-/* Prompts are attended 16 lanes of one row at once, in the heads that share a key head: keys are a
- * matrix that all queries are multiplied with, and a value is widened once for three of them. */
-#define PROMPT_LANES 16
-#define MIXED_TOGETHER 3
-
-static inline __attribute__((always_inline)) void mix_columns(
-    const Matrix *values, int format, int at, int parts, const float *const *weights, int together,
-    const float *scales, float *const *out)
-{
-    Floats sums[4 * MIXED_TOGETHER], scale;
-    for (int i = 0; i < parts * together; i++)
-        sums[i] = (Floats){0};
-    for (int slot = 0; slot < values->rows; slot++)
-        for (int part = 0; part < parts; part++) {
-            Floats value = widened(values, format, slot, at + part * WIDTH);
-            for (int n = 0; n < together; n++)
-                sums[n * parts + part] += value * weights[n][slot];
-        }
-    for (int n = 0; n < together; n++)
-        for (int part = 0; part < parts; part++) {
-            scale = sums[n * parts + part] * scales[n];
-            memcpy(out[n] + at + part * WIDTH, &scale, sizeof scale);
-        }
-}
-
-static inline __attribute__((always_inline)) void mix_values(
-    const Matrix *values, int format, const float *const *weights, int together,
-    const float *scales, float *const *out)
-{
-    int at = 0, count = values->columns;
-    for (; at + 4 * WIDTH <= count; at += 4 * WIDTH)
-        mix_columns(values, format, at, 4, weights, together, scales, out);
-    for (; at < count; at += WIDTH)
-        mix_columns(values, format, at, 1, weights, together, scales, out);
-}
-
-/* out[n] = scales[n] * weights[n] . values */
-static void mix_all(
-    const Matrix *values, int format, const float *const *weights, int queries,
-    const float *scales, float *const *out)
-{
-    int n = 0;
-    for (; n + MIXED_TOGETHER <= queries; n += MIXED_TOGETHER) {
-        if (format == BFLOAT16)
-            mix_values(values, BFLOAT16, weights + n, MIXED_TOGETHER, scales + n, out + n);
-        else
-            mix_values(values, FLOAT32, weights + n, MIXED_TOGETHER, scales + n, out + n);
-    }
-    for (; n < queries; n++) {
-        if (format == BFLOAT16)
-            mix_values(values, BFLOAT16, weights + n, 1, scales + n, out + n);
-        else
-            mix_values(values, FLOAT32, weights + n, 1, scales + n, out + n);
-    }
-}
-
-static void attend_some(
-    const Run *run, const Own *own, int block, const int32_t *lanes, int held, int kv_head)
-{
-    const Model *model = run->model;
-    const Cache *cache = run->cache;
-    int count = model->head_size, sharing = model->heads / model->kv_heads;
-    int format = model->is_bf16 ? BFLOAT16 : FLOAT32, at_once = BLOCK_VECTORS / PROMPT_LANES;
-    size_t bytes = model->is_bf16 ? sizeof(bf16) : sizeof(float);
-    Sight last = sight_of(run, block, lanes[held - 1], kv_head); /* who sees most */
-    Matrix keys = {.weights = (const char *)cache->keys[block] + last.base * bytes,
-                   .rows = last.slots, .columns = count, .format = format};
-    Matrix values = keys;
-    values.weights = (const char *)cache->values[block] + last.base * bytes;
-    for (int from = 0; from < sharing; from += at_once) {
-        int heads = sharing - from < at_once ? sharing - from : at_once, queries = held * heads;
-        Vector query[BLOCK_VECTORS];
-        float *scores[BLOCK_VECTORS], *out[BLOCK_VECTORS], scales[BLOCK_VECTORS];
-        for (int n = 0; n < queries; n++) {
-            int lane = lanes[n / heads];
-            size_t at = ((size_t)lane * model->heads + kv_head * sharing + from + n % heads) * count;
-            rotate(model, run->query + at, model->blocks[block].query_norm,
-                   slot_of(run->step, lane));
-            query[n].wide = run->query + at;
-            scores[n] = own->attention + (size_t)n * cache->capacity;
-            out[n] = run->attended + at;
-        }
-        multiply_panels(&keys, query, queries, 0, keys.rows, scores, own->scratch);
-        for (int n = 0; n < queries; n++) {
-            Sight sight = sight_of(run, block, lanes[n / heads], kv_head);
-            scales[n] = weigh(&sight, model->scaling, scores[n]);
-            memset(scores[n] + sight.slots, 0, (keys.rows - sight.slots) * sizeof(float));
-        }
-        mix_all(&values, format, (const float *const *)scores, queries, scales, out);
-    }
-}
-
-static int attends_some(const Model *model)
-{
-    return model->head_size % WIDTH == 0;
-}
-#endif
-
-#if HAS_TILES
-/* Prompts are attended by tiles, 16 queries of one row at once. Keys are the tiles' rows and queries
- * their columns, so 16 softmaxes go side by side. */
-
-/* scores[slot][query] of up to 16 queries; those of slots from `slots` on mean nothing. */
-static void score_tiles(
-    const bf16 *keys, int slots, int capacity, const bf16 *panel, int count, float *scores)
-{
-    for (int slot = 0; slot < slots; slot += TILE) {
-        const bf16 *here = keys + (size_t)slot * count;
-        bf16 last[TILE * count];
-        if (slot + TILE > capacity) { /* behind them the cache may end */
-            memset(last, 0, sizeof last);
-            memcpy(last, here, (size_t)(slots - slot) * count * sizeof(bf16));
-            here = last;
-            WRITTEN();
-        }
-        _tile_zero(0);
-        for (int at = 0; at < count; at += DEPTH) {
-            _tile_loadd(6, panel + at * TILE, TILE * sizeof(float));
-            _tile_loadd(4, here + at, count * sizeof(bf16));
-            _tile_dpbf16ps(0, 4, 6);
-        }
-        _tile_stored(0, scores + (size_t)slot * TILE, TILE * sizeof(float));
-    }
-}
-
-/* e^x for x <= 0, as exp_of. */
-static inline __m512 exp_of_16(__m512 x)
-{
-    x = _mm512_max_ps(x, _mm512_set1_ps(-87.0f));
-    __m512 whole = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), 0);
-    __m512 rest = _mm512_fnmadd_ps(whole, _mm512_set1_ps(0.693359375f), x);
-    rest = _mm512_fmadd_ps(whole, _mm512_set1_ps(2.12194440e-4f), rest);
-    __m512 p = _mm512_set1_ps(1.9875691500e-4f);
-    p = _mm512_fmadd_ps(p, rest, _mm512_set1_ps(1.3981999507e-3f));
-    p = _mm512_fmadd_ps(p, rest, _mm512_set1_ps(8.3334519073e-3f));
-    p = _mm512_fmadd_ps(p, rest, _mm512_set1_ps(4.1665795894e-2f));
-    p = _mm512_fmadd_ps(p, rest, _mm512_set1_ps(1.6666665459e-1f));
-    p = _mm512_fmadd_ps(p, rest, _mm512_set1_ps(5.0000001201e-1f));
-    p = _mm512_fmadd_ps(_mm512_mul_ps(p, rest), rest, _mm512_add_ps(rest, _mm512_set1_ps(1.0f)));
-    return _mm512_scalef_ps(p, whole);
-}
-
-/* Scores to weights, in place, for 16 queries; one over each one's sum. */
-static __m512 weigh_tiles(
-    const uint8_t *hides, const int32_t *limits, const int32_t *oldest, int slots, int fewest,
-    float scaling, float *scores)
-{
-    __m512 none = _mm512_set1_ps(-INFINITY), most = none, sum = _mm512_setzero_ps();
-    __m512i limit = _mm512_loadu_si512(limits), old = _mm512_loadu_si512(oldest);
-    __m512i last = _mm512_sub_epi32(limit, _mm512_set1_epi32(1));
-    for (int slot = 0; slot < slots; slot++) {
-        __m512 here = _mm512_loadu_ps(scores + (size_t)slot * TILE);
-        int is_hidden = hides != NULL && hides[slot];
-        if (slot >= fewest || is_hidden) {
-            __m512i at = _mm512_set1_epi32(slot);
-            __mmask16 seen = _mm512_cmplt_epi32_mask(at, limit) & _mm512_cmpge_epi32_mask(at, old);
-            if (is_hidden) /* a token sees itself */
-                seen &= _mm512_cmpeq_epi32_mask(at, last);
-            here = _mm512_mask_mov_ps(none, seen, here);
-            _mm512_storeu_ps(scores + (size_t)slot * TILE, here);
-        }
-        most = _mm512_max_ps(most, here);
-    }
-    __m512 scale = _mm512_set1_ps(scaling), least = _mm512_set1_ps(-87.0f);
-    for (int slot = 0; slot < slots; slot++) {
-        __m512 here = _mm512_loadu_ps(scores + (size_t)slot * TILE);
-        __m512 x = _mm512_mul_ps(_mm512_sub_ps(here, most), scale);
-        __mmask16 counts = ~_mm512_cmp_ps_mask(x, least, _CMP_LT_OQ); /* what is no number too */
-        x = _mm512_maskz_mov_ps(counts, exp_of_16(x));
-        _mm512_storeu_ps(scores + (size_t)slot * TILE, x);
-        sum = _mm512_add_ps(sum, x);
-    }
-    memset(scores + (size_t)slots * TILE, 0,
-           (whole_keys(slots) - slots) * TILE * sizeof(float));
-    return _mm512_div_ps(_mm512_set1_ps(1.0f), sum);
-}
-
-/* Values as tiles read them: of 32 slots, two beside each other, in parts of 16 columns. */
-static void pack_values(const bf16 *values, int slots, int count, bf16 *packed)
-{
-    uint16_t first[32], second[32];
-    for (int i = 0; i < 16; i++) {
-        first[2 * i] = (uint16_t)i, first[2 * i + 1] = (uint16_t)(32 + i);
-        second[2 * i] = (uint16_t)(16 + i), second[2 * i + 1] = (uint16_t)(48 + i);
-    }
-    __m512i low = _mm512_loadu_si512(first), high = _mm512_loadu_si512(second);
-    for (int slot = 0; slot < slots; slot += 2)
-        for (int at = 0; at < count; at += 32) {
-            const bf16 *here = values + (size_t)slot * count + at;
-            __m512i a = _mm512_loadu_si512(here);
-            __m512i b = slot + 1 < slots ? _mm512_loadu_si512(here + count)
-                                         : _mm512_setzero_si512();
-            bf16 *out = packed + (size_t)(slot / KEYS_AT_ONCE * KEYS_AT_ONCE) * count
-                + (size_t)at * KEYS_AT_ONCE + slot % KEYS_AT_ONCE * TILE;
-            _mm512_storeu_si512(out, _mm512_permutex2var_epi16(a, low, b));
-            _mm512_storeu_si512(out + TILE * KEYS_AT_ONCE, _mm512_permutex2var_epi16(a, high, b));
-        }
-    for (size_t slot = slots + slots % 2; slot < whole_keys(slots); slot += 2)
-        for (int at = 0; at < count; at += TILE)
-            memset(packed + slot / KEYS_AT_ONCE * KEYS_AT_ONCE * count + (size_t)at * KEYS_AT_ONCE
-                       + slot % KEYS_AT_ONCE * TILE,
-                   0, 2 * TILE * sizeof(bf16));
-}
-
-/* out[query][column] = weights . values, for 64 columns at most from one on. */
-static void mix_tiles(
-    const float *weights, const bf16 *packed, int slots, int count, int from, float *out)
-{
-    int parts = (count - from) / TILE < 4 ? (count - from) / TILE : 4;
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-    for (int slot = 0; slot < slots; slot += KEYS_AT_ONCE) {
-        __m512 halves[2][TILE];
-        bf16 rows[TILE * KEYS_AT_ONCE];
-        for (int half = 0; half < 2; half++) {
-            for (int i = 0; i < TILE; i++)
-                halves[half][i] =
-                    _mm512_loadu_ps(weights + ((size_t)slot + half * TILE + i) * TILE);
-            transpose(halves[half]);
-        }
-        for (int n = 0; n < TILE; n++)
-            _mm512_storeu_si512(rows + n * KEYS_AT_ONCE,
-                                (__m512i)_mm512_cvtne2ps_pbh(halves[1][n], halves[0][n]));
-        WRITTEN();
-        _tile_loadd(4, rows, KEYS_AT_ONCE * sizeof(bf16));
-        const bf16 *here = packed + (size_t)slot * count + (size_t)from * KEYS_AT_ONCE;
-#define PART(n)                                                                                    \
-    if (n < parts) {                                                                               \
-        _tile_loadd(6, here + n * TILE * KEYS_AT_ONCE, TILE * sizeof(float));                      \
-        _tile_dpbf16ps(n, 4, 6);                                                                   \
-    }
-        PART(0) PART(1) PART(2) PART(3)
-#undef PART
-    }
-    _tile_stored(0, out, TILE * sizeof(float));
-    _tile_stored(1, out + TILE * TILE, TILE * sizeof(float));
-    _tile_stored(2, out + 2 * TILE * TILE, TILE * sizeof(float));
-    _tile_stored(3, out + 3 * TILE * TILE, TILE * sizeof(float));
-}
-
-#define PROMPT_LANES TILE
-
-/* Attention of up to 16 lanes of one row, in the heads that share a key head. */
-static void attend_some(
-    const Run *run, const Own *own, int block, const int32_t *lanes, int held, int kv_head)
-{
-    const Model *model = run->model;
-    const Cache *cache = run->cache;
-    int count = model->head_size, sharing = model->heads / model->kv_heads;
-    Sight sight = sight_of(run, block, lanes[held - 1], kv_head); /* of the last, who sees most */
-    int32_t limits[TILE], oldest[TILE];
-    int slots = sight.slots, fewest = sight.slots;
-    for (int n = 0; n < TILE; n++) {
-        Sight own_sight = sight_of(run, block, lanes[n < held ? n : held - 1], kv_head);
-        limits[n] = own_sight.slots, oldest[n] = own_sight.oldest;
-        fewest = own_sight.slots < fewest ? own_sight.slots : fewest;
-        if (own_sight.oldest > 0)
-            fewest = 0; /* some see no slot from the first on */
-    }
-    const bf16 *keys = (const bf16 *)cache->keys[block] + sight.base;
-    const bf16 *values = (const bf16 *)cache->values[block] + sight.base;
-    float *scores = own->attention;
-    bf16 *packed = (bf16 *)(scores + whole_keys(cache->capacity) * TILE);
-    pack_values(values, slots, count, packed);
-    set_tiles(TILE);
-    for (int head = kv_head * sharing; head < (kv_head + 1) * sharing; head++) {
-        bf16 narrowed[TILE * count], panel[TILE * count];
-        const bf16 *queries[TILE];
-        for (int n = 0; n < held; n++) {
-            float *query = run->query + ((size_t)lanes[n] * model->heads + head) * count;
-            rotate(model, query, model->blocks[block].query_norm, slot_of(run->step, lanes[n]));
-            narrow_all(query, narrowed + n * count, count);
-            queries[n] = narrowed + n * count;
-        }
-        pack_panel(queries, held, 0, count, panel);
-        float inverse[TILE], sums[4 * TILE * TILE];
-        WRITTEN();
-        score_tiles(keys, slots, cache->capacity, panel, count, scores);
-        _mm512_storeu_ps(inverse, weigh_tiles(sight.hides, limits, oldest, slots, fewest,
-                                              model->scaling, scores));
-        for (int from = 0; from < count; from += 4 * TILE) {
-            mix_tiles(scores, packed, slots, count, from, sums);
-            for (int n = 0; n < held; n++) {
-                bf16 *out = run->attended_narrow
-                    + ((size_t)lanes[n] * model->heads + head) * count + from;
-                __m512 scale = _mm512_set1_ps(inverse[n]);
-                for (int i = 0; i < 4 * TILE && from + i < count; i += DEPTH) {
-                    const float *sum = sums + i * TILE + n * TILE;
-                    __m512 low = _mm512_mul_ps(_mm512_loadu_ps(sum), scale);
-                    __m512 high = _mm512_mul_ps(_mm512_loadu_ps(sum + TILE * TILE), scale);
-                    _mm512_storeu_si512(out + i, (__m512i)_mm512_cvtne2ps_pbh(high, low));
-                }
-            }
-        }
-    }
-    _tile_release();
-}
-
-static int attends_some(const Model *model)
-{
-    return model->by_tiles && model->head_size % DEPTH == 0;
-}
-#endif
-
-#if HAS_TILES || !HAS_BF16_DOT
-/* Attend the rows that have many lanes here; the lanes of others come to the front of `rest`. */
-static int attend_prompts(
-    const Run *run, Team *team, int thread, const Own *own, int block, int count, int32_t *rest)
-{
-    const Model *model = run->model;
-    int left = 0, unit = 0;
-    for (int begin = 0, end; begin < count; begin = end) {
-        int row = row_of(run->step, own->active[begin]);
-        for (end = begin + 1; end < count && row_of(run->step, own->active[end]) == row;)
-            end++;
-        if (!attends_some(model) || end - begin < LEAST_OF_PROMPT) {
-            for (int n = begin; n < end; n++)
-                rest[left++] = own->active[n];
-            continue;
-        }
-        for (int from = begin; from < end; from += PROMPT_LANES)
-            for (int head = 0; head < model->kv_heads; head++)
-                if (unit++ % size_of(team) == thread)
-                    attend_some(run, own, block, own->active + from,
-                                end - from < PROMPT_LANES ? end - from : PROMPT_LANES, head);
-    }
-    return left;
-}
-#endif
-
-/* How many of the query heads that share a key head one thread takes at once: all, unless threads
- * would be left without any. */
-static int heads_together(const Model *model, int count, int threads)
-{
-#if HAS_BF16_DOT
-    int sharing = model->heads / model->kv_heads;
-    int is_many = count * model->kv_heads >= 4 * threads || threads == 1;
-    if (model->is_bf16 && model->head_size % 32 == 0 && sharing <= MOST_TOGETHER && is_many)
-        return sharing;
-#endif
-    (void)model, (void)count, (void)threads;
-    return 1;
-}
-
-/* Attention of some query heads of one lane that share a key head. */
-static void attend(const Run *run, const Own *own, int block, int lane, int head, int together)
+static void ask(
+    const Run *run, int block, int lane, int head, int together, float *wide, bf16 *narrowed, Asked *asked)
 {
     const Model *model = run->model;
     int count = model->head_size, kv_head = head / (model->heads / model->kv_heads);
-    size_t at = ((size_t)lane * model->heads + head) * count;
-    float *query = run->query + at, *out = run->attended + at;
-    for (int n = 0; n < together; n++)
-        rotate(model, query + n * count, model->blocks[block].query_norm, slot_of(run->step, lane));
+    const float *query = run->query + ((size_t)lane * model->heads + head) * count;
+    size_t bytes = model->is_bf16 ? sizeof(bf16) : sizeof(float);
     Sight sight = sight_of(run, block, lane, kv_head);
-    const void *keys = run->cache->keys[block], *values = run->cache->values[block];
+    memcpy(wide, query, sizeof(float) * together * count);
+    for (int n = 0; n < together; n++) {
+        rotate(model, wide + n * count, model->blocks[block].query_norm, slot_of(run->step, lane));
 #if HAS_BF16_DOT
-    if (model->is_bf16 && count % 32 == 0)
-        attend_together(model, (const bf16 *)keys + sight.base, (const bf16 *)values + sight.base,
-                        &sight, query, together, own->weights, run->cache->capacity, out);
-    else
+        narrow_all(wide + n * count, narrowed + n * count, count);
 #endif
-        attend_alone(model, keys, values, &sight, query, own->weights, out);
-    narrow_for_products(model, out, run->attended_narrow + at, together * count);
+        asked->vectors[n] = (Vector){wide + n * count, narrowed + n * count};
+    }
+    asked->sight = sight, asked->together = together;
+    asked->keys = (Matrix){.weights = (const char *)run->cache->keys[block] + sight.base * bytes,
+                           .rows = sight.slots, .columns = count, .by_dots = 1,
+                           .format = model->is_bf16 ? BFLOAT16 : FLOAT32};
+    asked->values = asked->keys;
+    asked->values.weights = (const char *)run->cache->values[block] + sight.base * bytes;
+}
+
+/* A part of the slots; its state for each of the heads. */
+static __attribute__((noinline)) void attend_part(
+    const Run *run, const Own *own, const Asked *asked, int part, float *states)
+{
+    const Model *model = run->model;
+    int count = model->head_size, from = part * SLOTS_AT_ONCE, together = asked->together;
+    int to = from + SLOTS_AT_ONCE < asked->sight.slots ? from + SLOTS_AT_ONCE : asked->sight.slots;
+    size_t bytes = model->is_bf16 ? sizeof(bf16) : sizeof(float);
+    Matrix keys = asked->keys, values = asked->values;
+    keys.weights = (const char *)keys.weights + (size_t)from * count * bytes;
+    values.weights = (const char *)values.weights + (size_t)from * count * bytes;
+    keys.rows = values.rows = to - from;
+    float *scores[MOST_TOGETHER], *out[MOST_TOGETHER];
+    for (int n = 0; n < together; n++) {
+        scores[n] = own->weights + n * SLOTS_AT_ONCE;
+        out[n] = states + n * state_floats(count) + 2;
+    }
+    multiply_few(&keys, asked->vectors, together, 0, keys.rows, scores);
+    for (int n = 0; n < together; n++) {
+        Weighed made = weigh(&asked->sight, model->scaling, from, to, scores[n]);
+        out[n][-2] = made.most, out[n][-1] = made.sum;
+    }
+    mix(&values, (const float *const *)scores, together, out);
+}
+
+static int first_part(const Sight *sight)
+{
+    return sight->oldest > 0 ? sight->oldest / SLOTS_AT_ONCE : 0;
+}
+
+static int parts_of(const Sight *sight)
+{
+    return (sight->slots - 1) / SLOTS_AT_ONCE + 1 - first_part(sight);
+}
+
+/* All parts of some heads that share a key head. */
+static void attend(const Run *run, const Own *own, int block, int lane, int head, int together)
+{
+    int count = run->model->head_size;
+    size_t each = state_floats(count);
+    float wide[together * count], states[together * each], part[together * each];
+    bf16 narrowed[together * count];
+    Asked asked;
+    ask(run, block, lane, head, together, wide, narrowed, &asked);
+    for (int n = 0; n < together; n++)
+        begin_state(states + n * each, count);
+    int first = first_part(&asked.sight);
+    for (int at = first; at < first + parts_of(&asked.sight); at++) {
+        attend_part(run, own, &asked, at, part);
+        for (int n = 0; n < together; n++)
+            add_part(states + n * each, part + n * each, count, run->model->scaling);
+    }
+    for (int n = 0; n < together; n++)
+        end_state(run, states + n * each, lane, head + n);
+}
+
+/* How many heads are attended at once, and in how many turns all are that share a key head. */
+static int heads_together(const Model *model)
+{
+    int sharing = model->heads / model->kv_heads, turns = (sharing - 1) / MOST_TOGETHER + 1;
+    while (sharing % turns != 0)
+        turns++;
+    return sharing / turns;
+}
+
+/* Few lanes: threads share out the parts, then add them up. */
+static void attend_apart(
+    const Run *run, Team *team, int thread, const Own *own, int block, const int32_t *lanes, int count)
+{
+    const Model *model = run->model;
+    int together = heads_together(model), turns = model->heads / together, total = 0, begin, end;
+    size_t each = state_floats(model->head_size);
+    int parts[count];
+    for (int n = 0; n < count; n++) {
+        Sight sight = sight_of(run, block, lanes[n], 0);
+        total += (parts[n] = parts_of(&sight)) * turns;
+    }
+    share_of(total, 1, team, thread, &begin, &end);
+    float wide[together * model->head_size];
+    bf16 narrowed[together * model->head_size];
+    for (int n = 0, first = 0; n < count; n++)
+        for (int turn = 0; turn < turns; turn++, first += parts[n]) {
+            int from = begin > first ? begin : first, to = end < first + parts[n] ? end : first + parts[n];
+            if (from >= to)
+                continue;
+            Asked asked;
+            ask(run, block, lanes[n], turn * together, together, wide, narrowed, &asked);
+            for (int at = from; at < to; at++)
+                attend_part(run, own, &asked, first_part(&asked.sight) + at - first,
+                            run->states + at * together * each);
+        }
+    barrier(team);
+    share_of(count * model->heads, 1, team, thread, &begin, &end);
+    for (int n = 0, first = 0; n < count; n++)
+        for (int head = 0; head < model->heads; head++) {
+            int unit = n * model->heads + head;
+            float state[each];
+            const float *part = run->states + (first * together + head % together) * each;
+            if (begin <= unit && unit < end) {
+                begin_state(state, model->head_size);
+                for (int at = 0; at < parts[n]; at++, part += together * each)
+                    add_part(state, part, model->head_size, model->scaling);
+                end_state(run, state, lanes[n], head);
+            }
+            if (head % together == together - 1)
+                first += parts[n];
+        }
 }
 
 static void attend_all(Run *run, Team *team, int thread, Own *own, int block, int count)
 {
-    const int32_t *alone = own->active;
-    int left = count, heads = run->model->heads, begin, end;
+    const Model *model = run->model;
+    const int32_t *lanes = own->active;
+    int left = count, begin, end;
 #if HAS_TILES || !HAS_BF16_DOT
     int32_t rest[count];
     left = attend_prompts(run, team, thread, own, block, count, rest);
-    alone = rest;
+    lanes = rest;
 #endif
-    int together = heads_together(run->model, left, size_of(team)), units = heads / together;
-    share_of(left * units, 1, team, thread, &begin, &end);
+    if (left == 0)
+        return;
+    if (left <= lanes_apart(model, size_of(team))) {
+        attend_apart(run, team, thread, own, block, lanes, left);
+        return;
+    }
+    int together = heads_together(model), turns = model->heads / together;
+    share_of(left * turns, 1, team, thread, &begin, &end);
     for (int unit = begin; unit < end; unit++)
-        attend(run, own, block, alone[unit / units], unit % units * together, together);
+        attend(run, own, block, lanes[unit / turns], unit % turns * together, together);
 }
 
 #endif

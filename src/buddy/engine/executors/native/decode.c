@@ -183,6 +183,10 @@ static size_t lay_out(Run *run, char *base, int threads)
     run->inner_narrow = take(&at, NARROW_BYTES * held * model->inner);
     run->low = take(&at, sizeof(float) * 2 * lanes * model->rank);
     run->depth = take(&at, model->rank > 0 ? sizeof(int32_t) * lanes : 0);
+    size_t apart = lanes_apart(model, threads), parts = (size_t)run->cache->capacity / SLOTS_AT_ONCE + 1;
+    apart = apart < lanes ? apart : lanes;
+    run->states =
+        take(&at, sizeof(float) * apart * parts * model->heads * state_floats(model->head_size));
     run->own = at;
     run->own_bytes = lay_out_own(model, step, run->cache->capacity, NULL, &own);
     return (size_t)(at - base) + run->own_bytes * threads;

@@ -5,7 +5,7 @@ writes the session's own cache, so a session may go from the general path to thi
 """
 
 import ctypes
-import math
+import sys
 from threading import Lock
 from types import MappingProxyType
 from typing import Any, Final
@@ -39,6 +39,8 @@ MOST_LOGITS: Final = 128
 """Residuals whose logits are made at once; of more, torch does it faster where it can."""
 LANES_AT_ONCE: Final = 4096
 """New tokens for which the kernel has memory; of a longer pass it runs a part after the other."""
+ANY_NUMBER: Final = sys.maxsize
+"""Of new tokens, where the kernel multiplies faster than torch however many there are."""
 _WHOLE: Final = 64
 """Parts but the last are multiples of this, as what the kernel attends at once is."""
 MOST_BESIDE_TORCH: Final = MappingProxyType({"float32": 64, "bfloat16": 128, "quantised": 256})
@@ -87,11 +89,11 @@ class NativeDecoder:
             self._calls.buddy_engine_free(engine)
 
     @property
-    def most_lanes(self) -> float:
+    def most_lanes(self) -> int:
         """New tokens of a pass, over all sequences, up to which the kernel is faster than torch."""
         model = self._weights.model
         if model.by_tiles or self._torch_widens:
-            return math.inf
+            return ANY_NUMBER
         if model.hidden * model.inner >= _LARGE:
             return MOST_LANES
         if model.vocabulary.format not in (layout.FLOAT32, layout.BFLOAT16):
@@ -106,7 +108,7 @@ class NativeDecoder:
     @property
     def steady_lanes(self) -> int:
         """The lanes that it takes; 0 where many have other numbers than few, as int4 by tiles."""
-        return int(min(self.most_lanes, LANES_AT_ONCE)) if self._weights.is_steady else 0
+        return min(self.most_lanes, LANES_AT_ONCE) if self._weights.is_steady else 0
 
     def takes(self, lanes: Lanes) -> bool:
         """Whether this pass is for the kernel."""

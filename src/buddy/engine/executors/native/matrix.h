@@ -126,14 +126,6 @@ static inline float dot_float(const float *restrict a, const float *restrict b, 
     return sum;
 }
 
-static inline float dot_bf16(const bf16 *restrict a, const float *restrict b, int count)
-{
-    float sum = 0;
-    for (int i = 0; i < count; i++)
-        sum += widen(a[i]) * b[i];
-    return sum;
-}
-
 /* How far ahead of its use memory is asked for: rows are shorter than what the processor needs to
  * foresee them, but one follows the other. */
 #define BYTES_AHEAD 8192

@@ -22,6 +22,7 @@ typedef struct {
     bf16 *byte_panels; /* of any of these */
     float *low; /* [2, lanes, rank]: of one or two adapters that know the depth */
     int32_t *depth; /* by lane: blocks that it runs, as they know them */
+    float *states;  /* of parts that threads share out */
     char *own;       /* memory of each thread */
     size_t own_bytes;
 } Run;
@@ -81,6 +82,19 @@ typedef struct {
 #define GATED_VECTORS 96 /* whose gate and up are there at once */
 #define LEAST_OF_PROMPT 16 /* tokens of one row that are attended together; a draft has fewer */
 #define MOST_TOGETHER 8 /* query heads that share a key head and are attended at once */
+#define SLOTS_AT_ONCE 128 /* slots that are attended at once */
+
+/* What attention to some slots gives a query head: the largest score, the sum of weights, weighed values. */
+static size_t state_floats(int head_size)
+{
+    return 2 + (size_t)head_size;
+}
+
+/* Lanes up to which their parts are shared out among threads, of which some would else have too little. */
+static int lanes_apart(const Model *model, int threads)
+{
+    return threads == 1 ? 0 : (4 * threads - 1) / model->kv_heads;
+}
 
 static void *take(char **at, size_t bytes)
 {
@@ -119,7 +133,7 @@ static size_t lay_out_own(const Model *model, const Step *step, int capacity, ch
     own->byte_panels = take(&at, model->by_tiles ? sizeof(bf16) * normed : 0);
     own->ups = take(&at, sizeof(float) * block * model->inner);
     own->units = take(&at, sizeof(float) * (((size_t)lanes + 15) / 16 * 16));
-    own->weights = take(&at, sizeof(float) * capacity * MOST_TOGETHER);
+    own->weights = take(&at, sizeof(float) * SLOTS_AT_ONCE * MOST_TOGETHER);
     int widest = model->inner > model->hidden ? model->inner : model->hidden;
     int attended = model->heads * model->head_size;
     widest = widest > attended ? widest : attended;
