@@ -11,13 +11,6 @@
 
 #include "prompts.h"
 
-/* Of `count` values. */
-static void begin_state(float *state, int count)
-{
-    memset(state, 0, sizeof(float) * state_floats(count));
-    state[0] = -INFINITY;
-}
-
 /* Add what a part gave: the largest score, the sum of the weights, and the weighed values. */
 static __attribute__((noinline)) void add_part(
     float *restrict state, const float *restrict part, int count, float scaling)
@@ -116,10 +109,9 @@ static void attend(const Run *run, const Own *own, int block, int lane, int head
     bf16 narrowed[together * count];
     Asked asked;
     ask(run, block, lane, head, together, wide, narrowed, &asked);
-    for (int n = 0; n < together; n++)
-        begin_state(states + n * each, count);
-    int first = first_part(&asked.sight);
-    for (int at = first; at < first + parts_of(&asked.sight); at++) {
+    int first = first_part(&asked.sight), parts = parts_of(&asked.sight);
+    attend_part(run, own, &asked, first, states); /* as added to nothing */
+    for (int at = first + 1; at < first + parts; at++) {
         attend_part(run, own, &asked, at, part);
         for (int n = 0; n < together; n++)
             add_part(states + n * each, part + n * each, count, run->model->scaling);
@@ -137,7 +129,7 @@ static int heads_together(const Model *model)
     return sharing / turns;
 }
 
-/* Few lanes: threads share out the parts, then add them up. */
+/* Few lanes: threads share out their parts, then add them up. */
 static void attend_apart(
     const Run *run, Team *team, int thread, const Own *own, int block, const int32_t *lanes, int count)
 {
@@ -171,9 +163,9 @@ static void attend_apart(
             float state[each];
             const float *part = run->states + (first * together + head % together) * each;
             if (begin <= unit && unit < end) {
-                begin_state(state, model->head_size);
-                for (int at = 0; at < parts[n]; at++, part += together * each)
-                    add_part(state, part, model->head_size, model->scaling);
+                memcpy(state, part, sizeof state);
+                for (int at = 1; at < parts[n]; at++)
+                    add_part(state, part + at * together * each, model->head_size, model->scaling);
                 end_state(run, state, lanes[n], head);
             }
             if (head % together == together - 1)
@@ -191,13 +183,16 @@ static void attend_all(Run *run, Team *team, int thread, Own *own, int block, in
     left = attend_prompts(run, team, thread, own, block, count, rest);
     lanes = rest;
 #endif
-    if (left == 0)
-        return;
-    if (left <= lanes_apart(model, size_of(team))) {
+    int is_few = left <= lanes_apart(model, size_of(team)), has_parts = 0;
+    for (int n = 0; is_few && n < left; n++) {
+        Sight sight = sight_of(run, block, lanes[n], 0);
+        has_parts |= parts_of(&sight) > 1;
+    }
+    if (has_parts) {
         attend_apart(run, team, thread, own, block, lanes, left);
         return;
     }
-    int together = heads_together(model), turns = model->heads / together;
+    int together = is_few ? 1 : heads_together(model), turns = model->heads / together;
     share_of(left * turns, 1, team, thread, &begin, &end);
     for (int unit = begin; unit < end; unit++)
         attend(run, own, block, lanes[unit / turns], unit % turns * together, together);
