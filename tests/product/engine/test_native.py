@@ -135,7 +135,7 @@ def test_prompts_in_the_kernel_equal_the_general_path(monkeypatch, family, kv_po
 @torch.no_grad()
 def test_a_prompt_that_runs_in_parts_equals_the_general_path(monkeypatch, kv_policy):
     kernel_runs_prompts(monkeypatch)
-    monkeypatch.setattr(decoder, "LANES_AT_ONCE", 100)
+    monkeypatch.setattr(decoder, "MOST_OF_A_STEP", 100)
     ids, mask = padded([random_ids(1, n, seed=n)[0] for n in (50, 9, 40, 61)], "left")
     assert [len(part) for part in decoder.parts_of(160)] == [128, 32]  # within the last row
     made = []
@@ -153,7 +153,7 @@ def test_parts_of_a_pass_are_of_about_as_many_tokens_each():
     for lanes in (1, 63, 4096, 4097, 8192, 8193, 100_000):
         parts = decoder.parts_of(lanes)
         assert [place for part in parts for place in part] == list(range(lanes))
-        assert max(map(len, parts)) <= decoder.LANES_AT_ONCE
+        assert max(map(len, parts)) <= decoder.MOST_OF_A_STEP
         assert len(parts[-1]) > len(parts[0]) - 64 * len(parts)
 
 

@@ -204,6 +204,9 @@ class PassRunner:
         return [Pass(whole.decoding, []), *alone] if whole.decoding else alone
 
     def _fits(self, whole: Pass) -> bool:
+        mixes_seeds = self.steady_lanes > 0 and any(row.is_seeded for row in whole.rows)
+        if mixes_seeds and sum(whole.counts) > self.steady_lanes:
+            return False
         return fits_one_pass(self._executor, [row.num_fed for row in whole.rows], whole.counts)
 
     def run(self, members: Pass) -> Ran:

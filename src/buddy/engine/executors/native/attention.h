@@ -1,8 +1,8 @@
 /* Attention of lanes over the cache.
  *
  * The slots that a lane sees are attended in parts: what a part gives, its largest score, the sum of its
- * weights and its weighed values, is added to that of the parts before. So keys and values are read once
- * for all query heads that share them, the parts of few long rows are shared out among the threads, and
+ * weights and its weighed values, is added to that of the parts before. So keys and values come from
+ * memory once for all query heads that share them, the parts of few long rows are shared out among the threads, and
  * numbers depend neither on how many threads there are nor on other lanes.
  */
 
@@ -41,7 +41,8 @@ typedef struct {
     int together;
 } Asked;
 
-static void ask(
+/* Not inlined, so that its sums have one order wherever it is called. */
+static __attribute__((noinline)) void ask(
     const Run *run, int block, int lane, int head, int together, float *wide, bf16 *narrowed, Asked *asked)
 {
     const Model *model = run->model;
@@ -52,9 +53,8 @@ static void ask(
     memcpy(wide, query, sizeof(float) * together * count);
     for (int n = 0; n < together; n++) {
         rotate(model, wide + n * count, model->blocks[block].query_norm, slot_of(run->step, lane));
-#if HAS_BF16_DOT
-        narrow_all(wide + n * count, narrowed + n * count, count);
-#endif
+        if (HAS_BF16_DOT && model->is_bf16)
+            narrow_all(wide + n * count, narrowed + n * count, count);
         asked->vectors[n] = (Vector){wide + n * count, narrowed + n * count};
     }
     asked->sight = sight, asked->together = together;
@@ -77,7 +77,7 @@ static __attribute__((noinline)) void attend_part(
     keys.weights = (const char *)keys.weights + (size_t)from * count * bytes;
     values.weights = (const char *)values.weights + (size_t)from * count * bytes;
     keys.rows = values.rows = to - from;
-    float *scores[MOST_TOGETHER], *out[MOST_TOGETHER];
+    float *scores[MOST_TOGETHER] = {0}, *out[MOST_TOGETHER] = {0};
     for (int n = 0; n < together; n++) {
         scores[n] = own->weights + n * SLOTS_AT_ONCE;
         out[n] = states + n * state_floats(count) + 2;
@@ -160,9 +160,9 @@ static void attend_apart(
     for (int n = 0, first = 0; n < count; n++)
         for (int head = 0; head < model->heads; head++) {
             int unit = n * model->heads + head;
-            float state[each];
-            const float *part = run->states + (first * together + head % together) * each;
             if (begin <= unit && unit < end) {
+                float state[each];
+                const float *part = run->states + (first * together + head % together) * each;
                 memcpy(state, part, sizeof state);
                 for (int at = 1; at < parts[n]; at++)
                     add_part(state, part + at * together * each, model->head_size, model->scaling);

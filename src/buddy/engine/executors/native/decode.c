@@ -125,7 +125,7 @@ static void run_all(void *argument, Team *team, int thread)
     const Step *step = run->step;
     Own own = {0};
     int32_t place[step->lanes];
-    lay_out_own(model, step, run->cache->capacity, run->own + thread * run->own_bytes, &own);
+    lay_out_own(run, run->own + thread * run->own_bytes, &own);
     for (int lane = 0; lane < step->lanes; lane++) {
         place[lane] = -1;
         if (thread == 0 && step->first == 0)
@@ -188,7 +188,7 @@ static size_t lay_out(Run *run, char *base, int threads)
     run->states =
         take(&at, sizeof(float) * apart * parts * model->heads * state_floats(model->head_size));
     run->own = at;
-    run->own_bytes = lay_out_own(model, step, run->cache->capacity, NULL, &own);
+    run->own_bytes = lay_out_own(run, NULL, &own);
     return (size_t)(at - base) + run->own_bytes * threads;
 }
 

@@ -37,12 +37,13 @@ MOST_LANES: Final = 32
 """New tokens, over all rows, up to which a step is memory's to time, and makes logits of all."""
 MOST_LOGITS: Final = 128
 """Residuals whose logits are made at once; of more, torch does it faster where it can."""
-LANES_AT_ONCE: Final = 4096
+MOST_OF_A_STEP: Final = 4096
 """New tokens for which the kernel has memory; of a longer pass it runs a part after the other."""
 ANY_NUMBER: Final = sys.maxsize
 """Of new tokens, where the kernel multiplies faster than torch however many there are."""
 _WHOLE: Final = 64
-"""Parts but the last are multiples of this, as what the kernel attends at once is."""
+"""Parts but the last have a multiple of so many new tokens: a prompt that is alone in a pass is cut
+between those that the kernel attends together."""
 MOST_BESIDE_TORCH: Final = MappingProxyType({"float32": 64, "bfloat16": 128, "quantised": 256})
 """New tokens of a pass for the kernel where torch multiplies faster, but does much else first; by
 the format of weights."""
@@ -108,7 +109,7 @@ class NativeDecoder:
     @property
     def steady_lanes(self) -> int:
         """The lanes that it takes; 0 where many have other numbers than few, as int4 by tiles."""
-        return min(self.most_lanes, LANES_AT_ONCE) if self._weights.is_steady else 0
+        return min(self.most_lanes, MOST_OF_A_STEP) if self._weights.is_steady else 0
 
     def takes(self, lanes: Lanes) -> bool:
         """Whether this pass is for the kernel."""
@@ -131,7 +132,7 @@ class NativeDecoder:
     ) -> Float[Tensor, "*shape vocab"] | None:
         """Logits of some residuals of a pass; None where they are many."""
         width = hidden.shape[-1]
-        most = LANES_AT_ONCE if self._torch_widens else MOST_LOGITS
+        most = MOST_OF_A_STEP if self._torch_widens else MOST_LOGITS
         if hidden.numel() > most * width:
             return None
         residual = hidden.reshape(-1, width).float().contiguous()
@@ -172,7 +173,7 @@ class NativeDecoder:
 
 def parts_of(lanes: int) -> list[range]:
     """Parts of a pass that run one after the other, of about as many new tokens each."""
-    size = -(-lanes // -(-lanes // LANES_AT_ONCE))
+    size = -(-lanes // -(-lanes // MOST_OF_A_STEP))
     whole = -(-size // _WHOLE) * _WHOLE
     return [range(start, min(start + whole, lanes)) for start in range(0, lanes, whole)]
 

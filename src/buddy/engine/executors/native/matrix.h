@@ -96,7 +96,7 @@ static inline float of_half(uint16_t half)
 #elif defined(__aarch64__)
 #define AS_IT_IS(x) __asm__("" : "+w"(x))
 #else
-#define AS_IT_IS(x) (void)(x)
+#define AS_IT_IS(x) __asm__("" : "+m"(x))
 #endif
 
 /* A group's scale or minimum, as `which` says. */

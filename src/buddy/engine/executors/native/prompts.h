@@ -83,23 +83,6 @@ static void score_tiles(
     }
 }
 
-/* e^x for x <= 0, as exp_of. */
-static inline __m512 exp_of_16(__m512 x)
-{
-    x = _mm512_max_ps(x, _mm512_set1_ps(-87.0f));
-    __m512 whole = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), 0);
-    __m512 rest = _mm512_fnmadd_ps(whole, _mm512_set1_ps(0.693359375f), x);
-    rest = _mm512_fmadd_ps(whole, _mm512_set1_ps(2.12194440e-4f), rest);
-    __m512 p = _mm512_set1_ps(1.9875691500e-4f);
-    p = _mm512_fmadd_ps(p, rest, _mm512_set1_ps(1.3981999507e-3f));
-    p = _mm512_fmadd_ps(p, rest, _mm512_set1_ps(8.3334519073e-3f));
-    p = _mm512_fmadd_ps(p, rest, _mm512_set1_ps(4.1665795894e-2f));
-    p = _mm512_fmadd_ps(p, rest, _mm512_set1_ps(1.6666665459e-1f));
-    p = _mm512_fmadd_ps(p, rest, _mm512_set1_ps(5.0000001201e-1f));
-    p = _mm512_fmadd_ps(_mm512_mul_ps(p, rest), rest, _mm512_add_ps(rest, _mm512_set1_ps(1.0f)));
-    return _mm512_scalef_ps(p, whole);
-}
-
 /* Scores to weights, in place, for 16 queries; one over each one's sum. */
 static __m512 weigh_tiles(
     const uint8_t *hides, const int32_t *limits, const int32_t *oldest, int slots, int fewest,
@@ -121,12 +104,11 @@ static __m512 weigh_tiles(
         }
         most = _mm512_max_ps(most, here);
     }
-    __m512 scale = _mm512_set1_ps(scaling), least = _mm512_set1_ps(-87.0f);
+    __m512 scale = _mm512_set1_ps(scaling);
     for (int slot = 0; slot < slots; slot++) {
         __m512 here = _mm512_loadu_ps(scores + (size_t)slot * TILE);
         __m512 x = _mm512_mul_ps(_mm512_sub_ps(here, most), scale);
-        __mmask16 counts = ~_mm512_cmp_ps_mask(x, least, _CMP_LT_OQ); /* what is no number too */
-        x = _mm512_maskz_mov_ps(counts, exp_of_16(x));
+        x = (__m512)exp_of_all((Floats)x);
         _mm512_storeu_ps(scores + (size_t)slot * TILE, x);
         sum = _mm512_add_ps(sum, x);
     }

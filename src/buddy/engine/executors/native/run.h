@@ -121,8 +121,10 @@ static size_t attention_bytes(const Model *model, int capacity)
 /* What products read of a vector beside its floats. */
 #define NARROW_BYTES (HAS_BF16_DOT ? sizeof(bf16) : 0)
 
-static size_t lay_out_own(const Model *model, const Step *step, int capacity, char *base, Own *own)
+static size_t lay_out_own(const Run *run, char *base, Own *own)
 {
+    const Model *model = run->model;
+    const Step *step = run->step;
     char *at = base;
     int lanes = step->lanes > HOLES_AT_ONCE ? step->lanes : HOLES_AT_ONCE;
     size_t normed = (size_t)HOLES_AT_ONCE * model->hidden;
@@ -139,11 +141,11 @@ static size_t lay_out_own(const Model *model, const Step *step, int capacity, ch
     widest = widest > attended ? widest : attended;
     size_t scratch = scratch_floats(widest) * sizeof(float);
 #if HAS_TILES
-    own->attention = take(&at, attention_bytes(model, capacity));
+    own->attention = take(&at, attention_bytes(model, run->cache->capacity));
     scratch = tile_bytes(widest) > scratch ? tile_bytes(widest) : scratch;
 #elif !HAS_BF16_DOT
     if (step->lanes >= LEAST_OF_PROMPT)
-        own->attention = take(&at, sizeof(float) * capacity * BLOCK_VECTORS);
+        own->attention = take(&at, sizeof(float) * run->cache->capacity * BLOCK_VECTORS);
 #endif
     own->scratch = take(&at, scratch);
     own->vectors = take(&at, sizeof(Vector) * lanes);

@@ -35,7 +35,9 @@ static inline Floats exp_of_all(Floats x)
     AS_IT_IS(shifted);
     Floats whole = shifted - SHIFT;
     AS_IT_IS(whole);
-    Floats rest = x - whole * 0.693359375f + whole * 2.12194440e-4f;
+    Floats rest = x - whole * 0.693359375f;
+    AS_IT_IS(rest);
+    rest += whole * 2.12194440e-4f;
     Floats p = rest * 1.9875691500e-4f + 1.3981999507e-3f;
     p = p * rest + 8.3334519073e-3f;
     p = p * rest + 4.1665795894e-2f;
@@ -56,7 +58,10 @@ static inline Floats larger_of(Floats a, Floats b)
 static inline Floats scores_at(const float *from, int left)
 {
     Floats here = (Floats){0} - INFINITY;
-    memcpy(&here, from, left < WIDTH ? sizeof(float) * left : sizeof here);
+    if (left >= WIDTH)
+        memcpy(&here, from, sizeof here);
+    else
+        memcpy(&here, from, sizeof(float) * left);
     return here;
 }
 
@@ -86,7 +91,10 @@ static __attribute__((noinline)) Weighed weigh(
     for (int i = 0; i < count; i += WIDTH) {
         int left = count - i;
         Floats x = exp_of_all((scores_at(weights + i, left) - above) * scaling);
-        memcpy(weights + i, &x, left < WIDTH ? sizeof(float) * left : sizeof x);
+        if (left >= WIDTH)
+            memcpy(weights + i, &x, sizeof x);
+        else
+            memcpy(weights + i, &x, sizeof(float) * left);
         sum += x;
     }
     totals_of(&sum, 1, &made.sum);
