@@ -230,6 +230,17 @@ def test_what_avx2_does_beside_llama_cpp_is_as_the_records_have_it():
         assert f"{', '.join(first)} and {last}" in page
 
 
+def test_what_long_contexts_take_beside_llama_cpp_is_as_the_records_have_it():
+    page, ratios = (DOCS / "benchmarks" / "speed.md").read_text(), {"decode": [], "prefill": []}
+    for name in ("long", "16384"):
+        record = read_record(ROOT / "results" / f"beside-llama-avx2-qwen05-{name}.json")
+        for cell in record["results"]["cells"]:
+            if cell["engine"] == "llama.cpp":
+                ratios[cell["phase"]].append(f"{cell['buddy_over_it']:.2f}")
+    assert "decode {}, {} and {} times llama.cpp's".format(*ratios["decode"]) in page
+    assert "prefill {}, {} and {} (".format(*ratios["prefill"]) in page
+
+
 def test_the_speed_that_the_readme_names_is_that_of_the_record():
     record = json.loads((ROOT / "results" / "engine-shipped.json").read_text())
     cells = record["results"]["shapes"][0]["cells"]
