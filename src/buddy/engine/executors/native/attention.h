@@ -1,9 +1,9 @@
 /* Attention of lanes over the cache.
  *
  * The slots that a lane sees are attended in parts: what a part gives, its largest score, the sum of its
- * weights and its weighed values, is added to that of the parts before. So keys and values come from
- * memory once for all query heads that share them, the parts of few long rows are shared out among the threads, and
- * numbers depend neither on how many threads there are nor on other lanes.
+ * weights and its weighed values, is added to that of the parts before. So keys and values come from memory
+ * once for all query heads that share them, threads share out the parts of few long rows, and numbers depend
+ * neither on how many threads there are nor on other lanes.
  */
 
 #ifndef BUDDY_ATTENTION_H
